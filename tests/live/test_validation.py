@@ -87,8 +87,7 @@ def test_a_whole_validation(
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
     # The fitted model serves again without profiling, also with asynchronous scheduling.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
-    again += ["--no-figures"]
-    again += ["--set", "engine.async_scheduling=true", "--clock", "wall"]
+    again += ["--no-figures", "--set", "engine.async_scheduling=true", "--clock", "wall"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     output = capsys.readouterr()
     assert "profiling" not in output.err
@@ -155,11 +154,10 @@ def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """It waits for no arrival: requests a day apart are served at once, and tables and figures name the clock."""
-    scenario.write_text(
-        UNREAD.replace("loads: [0.5, 0.8]", "loads: [0.0001]").replace("requests: 12", "requests: 40000")
-    )
+    scenario.write_text(UNREAD)
     begin = time.perf_counter()
     again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    again += ["--set", "loads=[0.0001]", "--set", "workload.requests=40000"]
     assert run(again) == 0
     assert time.perf_counter() - begin < 60
     assert "clock: direct" in capsys.readouterr().out

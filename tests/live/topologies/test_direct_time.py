@@ -62,25 +62,28 @@ def run(makes: Mapping[int, Make], timekeeper: Timekeeper | None = None) -> Loca
     return network
 
 
+def acting(cpu: Cpu, *actions: float | tuple[int, Message] | Receive | list[float]) -> Make:
+    """A role that works for so many seconds, sends a message to a rank, receives, or notes its clock, one by one."""
+
+    def make(transport: LocalTransport) -> Role:
+        for action in actions:
+            if isinstance(action, Receive):
+                yield action
+            elif isinstance(action, float):
+                cpu.work(action)
+            elif isinstance(action, list):
+                action.append(transport.clock())
+            else:
+                transport.send(*action)
+
+    return make
+
+
 def test_ping_pong_over_a_link() -> None:
-    cpu, clocks = Cpu(), []
-
-    def ping(transport: LocalTransport) -> Role:
-        cpu.work(2.0)
-        transport.send(1, data(0, 400))
-        cpu.work(0.25)  # after sending, which the message does not wait for
-        yield Receive(1)
-        clocks.append(transport.clock())
-        cpu.work(1.0)
-        clocks.append(transport.clock())
-
-    def pong(transport: LocalTransport) -> Role:
-        cpu.work(1.0)
-        yield Receive(0)
-        clocks.append(transport.clock())
-        cpu.work(3.0)
-        transport.send(0, data(0, 800))
-
+    cpu, clocks = Cpu(), list[float]()
+    # What it works after sending, the message does not wait for.
+    ping = acting(cpu, 2.0, (1, data(0, 400)), 0.25, Receive(1), clocks, 1.0, clocks)
+    pong = acting(cpu, 1.0, Receive(0), clocks, 3.0, (0, data(0, 800)))
     time = DirectTime(MessageLink(latency=0.5, bandwidth=800.0), cpu)
     run({0: ping, 1: pong}, time)
     assert clocks == [3.0, 7.5, 8.5]  # 2 + 0.5 + 400/800; 3 + 3 + 0.5 + 800/800; and its work
@@ -92,37 +95,17 @@ def test_ping_pong_over_a_link() -> None:
 
 def test_sending_and_receiving_take_the_overhead_of_the_link() -> None:
     cpu = Cpu()
-
-    def source(transport: LocalTransport) -> Role:
-        cpu.work(1.0)
-        transport.send(1, data(0))
-        transport.send(1, data(1))
-        cpu.work(1.0)
-        yield from ()
-
-    def sink(transport: LocalTransport) -> Role:
-        yield Receive(0)
-        yield Receive(0)
-
+    source = acting(cpu, 1.0, (1, data(0)), (1, data(1)), 1.0)
     time = DirectTime(MessageLink(latency=2.0, overhead=0.5), cpu)
-    run({0: source, 1: sink}, time)
+    run({0: source, 1: acting(cpu, Receive(0), Receive(0))}, time)
     # Sent at 1.5 and 2, arrived at 3.5 and 4, when the receiver has just taken the first.
     assert time.roles == {0: RoleTime(3.0, busy=3.0, waiting=0.0), 1: RoleTime(4.5, busy=1.0, waiting=3.5)}
 
 
 def test_a_message_that_has_come_is_not_waited_for() -> None:
     cpu = Cpu()
-
-    def source(transport: LocalTransport) -> Role:
-        transport.send(1, data(0))
-        yield from ()
-
-    def busy(transport: LocalTransport) -> Role:
-        cpu.work(5.0)
-        yield Receive(0)
-
     time = DirectTime(MessageLink(latency=1.0), cpu)
-    run({0: source, 1: busy}, time)
+    run({0: acting(cpu, (1, data(0))), 1: acting(cpu, 5.0, Receive(0))}, time)
     assert time.roles[1] == RoleTime(5.0, busy=5.0, waiting=0.0)
 
 
@@ -137,21 +120,9 @@ def test_the_lowest_clock_goes_first(order: tuple[int, ...]) -> None:
             number = received((yield ReceiveAny((1, 3), wait=True))).fields[0]
             arrivals.append((number, transport.clock()))
 
-    def early(transport: LocalTransport) -> Role:
-        cpu.work(10.0)
-        transport.send(0, data(1))
-        yield from ()
-
-    def first(transport: LocalTransport) -> Role:
-        cpu.work(7.0)
-        transport.send(3, data(2))
-        yield from ()
-
-    def second(transport: LocalTransport) -> Role:
-        yield Receive(2)
-        cpu.work(1.0)
-        transport.send(0, data(3))
-
+    early = acting(cpu, 10.0, (0, data(1)))
+    first = acting(cpu, 7.0, (3, data(2)))
+    second = acting(cpu, Receive(2), 1.0, (0, data(3)))
     makes = (taker, early, first, second)
     run({rank: makes[rank] for rank in order}, DirectTime(cpu=cpu))
     assert arrivals == [(3, 8.0), (1, 10.0)]
@@ -166,11 +137,7 @@ def test_a_role_that_does_not_wait_gets_only_what_has_arrived() -> None:
             arrivals.append(None if message is None else transport.clock())
             cpu.work(1.0)
 
-    def source(transport: LocalTransport) -> Role:
-        transport.send(0, data(0))
-        yield from ()
-
-    run({0: poller, 1: source}, DirectTime(MessageLink(latency=1.5), cpu))
+    run({0: poller, 1: acting(cpu, (0, data(0)))}, DirectTime(MessageLink(latency=1.5), cpu))
     assert arrivals == [None, None, 2.0, None]
 
 
@@ -205,9 +172,8 @@ def test_times_do_not_depend_on_the_order_in_which_roles_start(seed: int) -> Non
     for order in permutations(range(4)):
         other_log, other_roles = times(order)
         assert [source for source, _ in other_log] == [source for source, _ in log]
-        assert [clock for _, clock in other_log] == pytest.approx(
-            [clock for _, clock in log]
-        )  # the sums are not in order
+        # The sums are not in order.
+        assert [clock for _, clock in other_log] == pytest.approx([clock for _, clock in log])
         assert {rank: other_roles[rank].waiting for rank in roles} == pytest.approx(
             {rank: roles[rank].waiting for rank in roles}
         )

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,25 +61,12 @@ class Ranks:
         return not alive
 
 
-class Starter:
-    """Starts topologies."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def start(
-        self, folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = (), link: bool = False
-    ) -> Ranks:
-        (folder / "config.json").write_text(json.dumps(TINY))
-        port = port or free_port()
-        options = {"kind": kind, "folder": str(folder), "port": port, "missing": missing, "link": link}
-        self._process.stdin.write(json.dumps(options) + "\n")
-        self._process.stdin.flush()
-        return Ranks(folder, {int(rank): pid for rank, pid in json.loads(self._process.stdout.readline()).items()})
+Start = Callable[..., Ranks]
 
 
 @pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
+def start() -> Iterator[Start]:
+    """Starts a topology whose model is in a folder."""
     command = [sys.executable, "-m", "tests.live.topologies.ranks"]
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -87,7 +74,17 @@ def starter() -> Iterator[Starter]:
         start_new_session=True,
     )  # fmt: skip
     assert process.stdout.readline() == "up\n"
-    yield Starter(process)
+
+    def ranks(
+        folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = (), link: bool = False
+    ) -> Ranks:
+        (folder / "config.json").write_text(json.dumps(TINY))
+        options = {"kind": kind, "folder": str(folder), "port": port or free_port(), "missing": missing, "link": link}
+        process.stdin.write(json.dumps(options) + "\n")
+        process.stdin.flush()
+        return Ranks(folder, {int(rank): pid for rank, pid in json.loads(process.stdout.readline()).items()})
+
+    yield ranks
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # its own session, and so all ranks of all tests
     process.wait()
@@ -109,9 +106,9 @@ def answers_of_one_engine(folder: Path) -> list[list[int]]:
 @pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
 @pytest.mark.parametrize("kind", ["bundle", "pools", "with chunks"])
 def test_answers_over_sockets_are_those_of_one_engine_and_a_stop_ends_all(
-    kind: str, link: bool, starter: Starter, tmp_path: Path
+    kind: str, link: bool, start: Start, tmp_path: Path
 ) -> None:
-    ranks = starter.start(tmp_path, kind, link=link)
+    ranks = start(tmp_path, kind, link=link)
     answers = json.loads(ranks.wait_for("answers.json"))
     assert answers == answers_of_one_engine(tmp_path)
     (tmp_path / "stop").touch()
@@ -160,10 +157,10 @@ SILENT = [
     ],
 )
 def test_a_rank_that_is_lost_is_named_by_all_others(
-    kind: str, rank: int, name: str, number: int, link: bool, starter: Starter, tmp_path: Path
+    kind: str, rank: int, name: str, number: int, link: bool, start: Start, tmp_path: Path
 ) -> None:
     what = "has ended" if number == signal.SIGKILL else "does not answer"
-    ranks = starter.start(tmp_path, kind, link=link)
+    ranks = start(tmp_path, kind, link=link)
     ranks.wait_for("answers.json")
     ranks.signal(rank, number)
     begin = time.monotonic()
@@ -181,16 +178,16 @@ def test_a_rank_that_is_lost_is_named_by_all_others(
 @pytest.mark.parametrize(("missing", "line"), [
     (2, "rank 2 (attention 1) has not come within 2 s"), (0, "rank 0 (coordinator) has not come to 127.0.0.1:"),
 ])  # fmt: skip
-def test_a_rank_that_never_comes_is_named(missing: int, line: str, starter: Starter, tmp_path: Path) -> None:
-    ranks = starter.start(tmp_path, missing=(missing,))
+def test_a_rank_that_never_comes_is_named(missing: int, line: str, start: Start, tmp_path: Path) -> None:
+    ranks = start(tmp_path, missing=(missing,))
     for rank in ranks.pids:
         assert ranks.wait_for(str(rank), 10).startswith(line)
 
 
-def test_a_port_that_is_taken_is_named(starter: Starter, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        ranks = starter.start(tmp_path, port=port, missing=(1, 2, 3))
+        ranks = start(tmp_path, port=port, missing=(1, 2, 3))
         line = ranks.wait_for("0", 10)
     assert f"'127.0.0.1:{port}', expected a free address of this machine" in line
 

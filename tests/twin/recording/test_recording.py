@@ -19,7 +19,6 @@ from schedulers.batches import DecodeBatch
 from schedulers.sequence import Sequence
 from tests.twin.recording.server import METRICS, answering, serving
 from twin import cli
-from twin.cli import run
 from twin.recording.run_writer import CompletionStream, RunWriter
 from twin.recording.server_pages import Upstream, cache_settings
 from twin.recording.traffic import Proxy, prompts
@@ -167,30 +166,42 @@ def test_settings_in_metrics() -> None:
     assert cache_settings("nothing 1\n") == {}
 
 
+FILES = {
+    "t.csv": "arrival,prompt_tokens,output_tokens\n0,1,1\n",
+    "n.csv": "prompt_tokens,output_tokens\n1,1\n",
+    "other.csv": "a,b\n1,2\n",
+    "empty.csv": "",
+    "object.json": "{}",
+    "spanless.json": '{"resourceSpans": []}',
+    "broken.json": '{"resourceSpans": []}\nno',
+}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["observe", "--upstream", "ftp://x", "-o", "run"], "--upstream: got 'ftp://x', expected a URL such as"),
-        (["observe", "--upstream", "x:1", "-o", "full"], "--output: got 'full', expected a folder that is empty"),
-        (["observe", "--upstream", "x:1", "-o", "run", "--port", "70000"], "--port: got 70000, expected a port"),
-        (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run"], "--url: got '127.0.0.1:1', expected a server that"),
-        (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run", "--speed", "0"], "--speed: got 0.0, expected"),
-        (
-            ["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run", "--slo", "itl_p99=9ms"],
-            "--slo: got 'itl_p99', expec",
-        ),
-        (["replay", "n.csv", "--url", "127.0.0.1:1", "-o", "run"], "n.csv: expected a trace with arrival times"),
+        ("observe --upstream ftp://x -o run", "--upstream: got 'ftp://x', expected a URL such as"),
+        ("observe --upstream x:1 -o .", "--output: got '.', expected a folder that is empty"),
+        ("observe --upstream x:1 -o run --port 70000", "--port: got 70000, expected a port"),
+        ("observe -o run", "either this, or --spans"),
+        ("observe -o run --vllm-log empty.csv", "empty.csv"),
+        ("observe -o run --vllm-log other.csv", "other.csv: batch.decode_kv_tokens: expected a log of live.vllm.sched"),
+        ("observe -o run --spans object.json", "expected OTLP-JSON"),
+        ("observe -o run --spans spanless.json", "expected spans named llm_request"),
+        ("observe -o run --spans broken.json", "broken.json:2: expected a JSON document"),
+        ("replay t.csv --url 127.0.0.1:1 -o run", "--url: got '127.0.0.1:1', expected a server that"),
+        ("replay t.csv --url 127.0.0.1:1 -o run --speed 0", "--speed: got 0.0, expected"),
+        ("replay t.csv --url 127.0.0.1:1 -o run --slo itl_p99=9ms", "--slo: got 'itl_p99', expec"),
+        ("replay n.csv --url 127.0.0.1:1 -o run", "n.csv: expected a trace with arrival times"),
     ],
 )
 def test_bad_input_is_one_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n0,1,1\n")
-    (tmp_path / "n.csv").write_text("prompt_tokens,output_tokens\n1,1\n")
-    assert message in refusal(*words)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    assert message in refusal(*words.split())
 
 
 def test_a_scenarios_workload_gets_a_verdict_on_each_goal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,10 +245,10 @@ def write_log(file: Path, prompts: bool = True, steps: int = 400) -> None:
 
 def test_a_log_becomes_step_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(tmp_path / "log.csv")
-    assert run(["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]) == 0
+    assert cli.run(["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]) == 0
     told = capsys.readouterr().err
     assert "prompts beside decodes: 114 steps of up to 68 tokens and 6 decodes" in told
-    assert run(["calibrate", "steps", str(tmp_path / "run"), "-o", str(tmp_path / "steps.yaml"), "--json"]) == 0
+    assert cli.run(["calibrate", "steps", str(tmp_path / "run"), "-o", str(tmp_path / "steps.yaml"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["heldout_median_error"] < 0.01
     assert {row["name"] for row in document["unknowns"]} >= {"machine", "rows", "beyond"}
@@ -246,25 +257,13 @@ def test_a_log_becomes_step_times(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert model.seconds(DecodeBatch((), decodes, 200, 50)) == pytest.approx(0.0058, rel=0.02)
 
 
-def test_what_a_log_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_log_lacks_is_said_and_a_run_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+) -> None:
     write_log(tmp_path / "log.csv", prompts=False)
-    assert run(["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]) == 0
-    assert "not seen: prompts alone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [("a,b\n1,2\n", "log.csv: batch.decode_kv_tokens: expected a log of live.vllm.schedulers"), ("", "log.csv")],
-)
-def test_another_file_is_refused(text: str, error: str, tmp_path: Path, refusal) -> None:
-    (tmp_path / "log.csv").write_text(text)
-    assert error in refusal("observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run"))
-
-
-def test_a_run_is_not_overwritten(tmp_path: Path, refusal) -> None:
-    write_log(tmp_path / "log.csv")
     command = ["observe", "--vllm-log", str(tmp_path / "log.csv"), "-o", str(tmp_path / "run")]
-    assert run(command) == 0
+    assert cli.run(command) == 0
+    assert "not seen: prompts alone" in capsys.readouterr().err
     assert "expected a folder without steps.csv" in refusal(*command)
 
 
@@ -301,7 +300,7 @@ def test_a_file_of_spans_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     broken["attributes"] = broken["attributes"][:2]  # aborted: its latencies are missing
     lines = [document(span(1, **QUEUED), span(0, name="tokenize")), document(span(0), broken)]
     Path("spans.json").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    assert run(["observe", "--spans", "spans.json", "-o", "observed"]) == 0
+    assert cli.run(["observe", "--spans", "spans.json", "-o", "observed"]) == 0
     measured_run = read_measured_run(Path("observed"))
     assert measured_run.prompts.tolist() == [100, 101]
     # Without queue and prefill a request is queued as it arrives; with them, 0.4 s before its first token.
@@ -311,23 +310,3 @@ def test_a_file_of_spans_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not measured_run.by_client
     (skipped,) = Path("observed/skipped.jsonl").read_text().splitlines()
     assert json.loads(skipped)["why"] == "no gen_ai.latency.e2e"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{}", "expected OTLP-JSON"),
-        ('{"resourceSpans": []}', "expected spans named llm_request"),
-        ('{"resourceSpans": []}\nno', "spans.json:2: expected a JSON document"),
-    ],
-)
-def test_other_files_are_refused_in_one_line(
-    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("spans.json").write_text(text)
-    assert expected in refusal("observe", "--spans", "spans.json", "-o", "observed")
-
-
-def test_a_server_or_spans(refusal, tmp_path: Path) -> None:
-    assert "either this, or --spans" in refusal("observe", "-o", str(tmp_path / "x"))
