@@ -1,4 +1,4 @@
-"""Rows are read by what their sources mean, and what is left out is predicted as by a fit without it."""
+"""Rows are read by what their sources mean, what is left out is predicted as without it, and intervals are scored."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ APART = {
     "prefill_moe_ep_size": "4", "decode_tp_size": "8", "decode_attention_dp_size": "1", "decode_moe_tp_size": "1",
     "decode_moe_ep_size": "8",
 }  # fmt: skip
-STATED = {
-    "prefill_num_workers": "1",
-    "decode_num_workers": "4",
-    "prefill_attention_dp_size": "4",
-    "prefill_tp_size": "1",
-}
+STATED = APART | {
+    "prefill_num_workers": "1", "decode_num_workers": "4", "prefill_attention_dp_size": "4", "prefill_tp_size": "1"
+}  # fmt: skip
+
+
+def in_flight(number: int) -> dict[str, str]:
+    return {"silicon_data_source": f"source_file=2026-04-06.csv; silicon_concurrency={number}"}
 
 
 def read(folder: Path, *rows: dict[str, str]) -> list[Row]:
@@ -80,12 +81,7 @@ def test_a_layout_is_read_as_its_source_means_it(
 
 def test_one_measurement_has_one_layout(tmp_path: Path) -> None:
     """A row that states its workers speaks for the others of the same TTFT and TPOT; the next row is like it."""
-    farther = {
-        **APART,
-        "silicon_ttft_ms": "600",
-        "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=90",
-    }
-    same, stated, like = read(tmp_path, APART, {**APART, **STATED}, farther)
+    same, stated, like = read(tmp_path, APART, STATED, APART | in_flight(90) | {"silicon_ttft_ms": "600"})
     assert same.layout == stated.layout == like.layout == "dp4 ep + 4x tp8 ep"
     assert same.assumption == stated.assumption == ""
     assert like.assumption.startswith(ASSUMED)
@@ -203,21 +199,15 @@ def test_a_number_in_flight_tells_the_deployment(tmp_path: Path) -> None:
         **APART, "backend": "trtllm", "system": "gb300", "backend_version": "0.8.1.post2", "isl": "1024",
         "osl": "1024", "prefill_tp_size": "4", "decode_tp_size": "8",
     }  # fmt: skip
-    sources = [f"source_file=2026-04-06.csv; silicon_concurrency={number}" for number in (8192, 3226)]
-    first, second = ({**public, "silicon_data_source": source} for source in sources)
-    known, unknown = read(tmp_path, first, {**second, "silicon_ttft_ms": "600"})
+    known, unknown = read(tmp_path, public | in_flight(8192), public | in_flight(3226) | {"silicon_ttft_ms": "600"})
     assert (known.layout, known.assumption) == ("3x dp4 ep + 2x dp8 ep", DRAFTS)
     assert unknown.refusal.startswith("no number of workers")
 
 
 def test_prefill_workers_limit_a_disaggregated_loop(tmp_path: Path) -> None:
     """By Little's law a request takes at least its share of what prefill workers compute one after another."""
-    few, many = read(
-        tmp_path,
-        {**APART, **STATED, "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=2000"},
-        {**APART, **STATED, "prefill_num_workers": "40", "silicon_ttft_ms": "6",
-         "silicon_data_source": "source_file=2026-04-06.csv; silicon_concurrency=2000"},
-    )  # fmt: skip
+    busy = STATED | in_flight(2000)
+    few, many = read(tmp_path, busy, busy | {"prefill_num_workers": "40", "silicon_ttft_ms": "6"})
     slow, fast = predict(few), predict(many)
     assert slow.ttft_shares["waiting"] > 0.5
     assert slow.ttft > 5 * fast.ttft

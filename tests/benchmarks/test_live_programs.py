@@ -1,4 +1,4 @@
-"""Other projects' kernels are called with the operands of ours: here their interfaces compute with our references."""
+"""Other projects' kernels get the operands of ours, and topologies are compared with the tokens of one engine."""
 
 from __future__ import annotations
 

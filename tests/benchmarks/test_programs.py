@@ -1,4 +1,4 @@
-"""Stages of a turn on a GPU run as processes with limits, are not run twice, and leave few files."""
+"""Theory against simulation in short, and stages of a turn on a GPU: processes with limits that leave few files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading measured points."""
+"""Measured points, the closed loop and the protocol that they were measured by, and regressions of them."""
 
 from __future__ import annotations
 

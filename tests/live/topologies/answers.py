@@ -22,6 +22,7 @@ from live.topologies.local import LocalTopology
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.processes import BundleDeployment, PoolsDeployment
 from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
 
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0.0)
@@ -89,14 +90,12 @@ def requests(count: int, seed: int = 1, sampling: SamplingParams = GREEDY) -> li
     return generations
 
 
-def wanting_logprobs(generations: Sequence[Generation]) -> None:
-    """Let requests want no log-probabilities, the sampled token's, and those of up to 20 others, in turn."""
+def check_logprobs(topology: LocalTopology, decoder: Decoder) -> None:
+    """Tokens and log-probabilities are those of one engine: none, the sampled token's, and those of up to 20 others."""
+    generations = requests(24, seed=6)
     for i, generation in enumerate(generations):
         generation.logprobs = (-1, 0, 3, 20)[i % 4]
-
-
-def check_logprobs(decoder: Decoder, generations: Sequence[Generation]) -> None:
-    """Tokens and log-probabilities are those of one engine."""
+    serve(topology, generations)
     for generation, expected in zip(generations, colocated_generations(decoder, generations), strict=True):
         assert generation.output == expected.output
         assert len(generation.token_logprobs) == (0 if generation.logprobs < 0 else len(generation.output))
@@ -106,6 +105,13 @@ def check_logprobs(decoder: Decoder, generations: Sequence[Generation]) -> None:
             assert [token for token, _ in top] == [token for token, _ in expected_top]
             assert [value for _, value in top] == pytest.approx([value for _, value in expected_top], abs=1e-5)
     assert {len(top) for generation in generations for top in generation.top_logprobs} == {0, 3, 20}
+
+
+def check_idle(core: EngineCore) -> None:
+    """No sequence and no block is left."""
+    core.check_integrity()
+    assert not core.sequences
+    assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
 
 
 def outputs(generations: Sequence[Generation]) -> list[list[int]]:

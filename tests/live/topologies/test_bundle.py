@@ -23,6 +23,7 @@ from tests.live.topologies.answers import (
     BLOCK,
     CONFIGS,
     GREEDY,
+    check_idle,
     check_logprobs,
     check_served,
     colocated,
@@ -32,7 +33,6 @@ from tests.live.topologies.answers import (
     requests,
     serve,
     settings,
-    wanting_logprobs,
 )
 from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.afd.role_bundle import MessageSizes, RoleBundle, RoleBundleConfig
@@ -67,11 +67,7 @@ def test_tokens_are_those_of_one_engine(
 def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     decoder = make_decoder("qwen3")
     config = settings(4, num_gpu_blocks=16, max_num_batched_tokens=5)
-    bundle = local_bundle(BundleLayout(2, 1, 2, config), decoder, packed=packed)
-    generations = requests(24, seed=6)
-    wanting_logprobs(generations)
-    serve(bundle, generations)
-    check_logprobs(decoder, generations)
+    check_logprobs(local_bundle(BundleLayout(2, 1, 2, config), decoder, packed=packed), decoder)
 
 
 TIGHT = {
@@ -88,8 +84,7 @@ def test_tokens_do_not_depend_on_how_a_microbatch_is_scheduled(case: str) -> Non
     check_served(bundle, decoder, requests(40, seed=5))
     cores = [engine.core for worker in bundle.workers[:2] for engine in worker.engines]
     for core in cores:
-        core.check_integrity()
-        assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
+        check_idle(core)
     assert (sum(core.preemptions for core in cores) > 0) == (case == "preemption")
     assert sum(bundle.front.preemptions.values()) == sum(core.preemptions for core in cores)
     assert (sum(core.cached_tokens for core in cores) > 0) == (case != "nothing shared")
@@ -121,8 +116,7 @@ def test_aborts_and_stop_checks_free_their_slots() -> None:
     bundle.front.slots.check_integrity()
     assert bundle.front.state()[:3] == (0, 0, 0.0)
     for engine in (engine for worker in bundle.workers[:2] for engine in worker.engines):
-        assert not engine.core.sequences
-        assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
+        check_idle(engine.core)
 
 
 def test_a_stop_ends_a_bundle_that_runs_and_another_changes_nothing() -> None:

@@ -24,6 +24,7 @@ from schedulers.engine_config import KVOffloading, OneShotBudget, TierConfig
 from schedulers.routing import ROUTERS
 from tests.live.topologies.answers import (
     BLOCK,
+    check_idle,
     check_logprobs,
     check_served,
     colocated,
@@ -35,7 +36,6 @@ from tests.live.topologies.answers import (
     requests,
     serve,
     settings,
-    wanting_logprobs,
 )
 
 
@@ -50,10 +50,8 @@ def check_empty(pools: LocalTopology) -> None:
     """No engine has requests or blocks left, and none waits for a message about one."""
     for worker in pools.workers:
         core = worker.engine.core
-        core.check_integrity()
-        assert not core.sequences
+        check_idle(core)
         assert not core.awaiting_transfer
-        assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
         assert not worker.engine.core.reserved
         assert not worker._arrivals._coming
         assert not worker._departures._held
@@ -221,11 +219,8 @@ def test_a_stop_check_ends_an_output_on_either_side() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     decoder = make_decoder("qwen3")
-    pools = local_pools(layout(2, 2, settings(4), settings(4, num_gpu_blocks=16)), decoder, packed=packed)
-    generations = requests(24, seed=6)
-    wanting_logprobs(generations)
-    serve(pools, generations)
-    check_logprobs(decoder, generations)
+    places = layout(2, 2, settings(4), settings(4, num_gpu_blocks=16))
+    check_logprobs(local_pools(places, decoder, packed=packed), decoder)
 
 
 # -- caches that leave with chunks -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`twin observe` and `twin replay` against a small server: what passes, what is written, and what is refused."""
+"""`twin observe` and `twin replay` against a small server, and runs from logs of steps and spans."""
 
 from __future__ import annotations
 

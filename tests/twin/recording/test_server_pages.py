@@ -1,4 +1,4 @@
-"""Pages of metrics in Prometheus' text format: what happened between two of them."""
+"""What a server says of itself, and what happened between two of its pages of metrics."""
 
 from __future__ import annotations
 

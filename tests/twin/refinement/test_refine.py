@@ -1,4 +1,4 @@
-"""`twin calibrate refine` against engines whose truth is known: simulated ones, at other scores of their unknowns."""
+"""`twin calibrate refine` against simulated engines, at other scores of their unknowns; scores from durations."""
 
 from __future__ import annotations
 

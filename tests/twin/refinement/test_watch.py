@@ -53,6 +53,11 @@ def page(windows: Windows) -> str:
     return head + "".join(f"vllm:{name} {float(value)!r}\n" for name, value in sums.items())
 
 
+def write_scenario(folder: Path) -> Path:
+    (folder / "scenario.yaml").write_text(write_yaml(SCENARIO))
+    return folder / "scenario.yaml"
+
+
 def write_pages(folder: Path, windows: Windows) -> Path:
     folder.mkdir()
     for i in range(len(windows) + 1):
@@ -74,8 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scenario, and pages of two engines 10 % slower than it; `drifted` becomes another 5 % slower after 15 windows,
     and the requests of `longer` have twice the prompts then."""
     folder = tmp_path_factory.mktemp("watch")
-    scenario = folder / "scenario.yaml"
-    scenario.write_text(write_yaml(SCENARIO))
+    scenario = write_scenario(folder)
     steady = engine(scenario, 1.1)
     first = steady.where(np.arange(15))
     write_pages(folder / "steady", steady)
@@ -91,9 +95,7 @@ def watch(folder: Path, pages: str, *words: str, learn: float = 10 * SECONDS) ->
 
 
 def test_pages_give_the_windows_back_but_those_without_answers_or_with_a_restart(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(write_yaml(SCENARIO))
-    windows = engine(scenario, 1.0).where(np.arange(6))
+    windows = engine(write_scenario(tmp_path), 1.0).where(np.arange(6))
     write_pages(tmp_path / "pages", windows)
     pages = read_scrapes(tmp_path / "pages")
     found = page_windows(pages, SECONDS)

@@ -38,23 +38,16 @@ SLOWDOWN = 1.15
 """Of replays, relative to profiling."""
 
 SCENARIO: dict[str, Any] = {
-    "schema": "twin.scenario/1",
-    "kind": "validation",
-    "name": "drifting",
-    "model": {"path": "none"},
+    "schema": "twin.scenario/1", "kind": "validation", "name": "drifting", "model": {"path": "none"},
     "workload": {
-        "requests": 100,
+        "requests": 100, "arrivals": {"process": "poisson"},
         "prefill": {"distribution": "uniform", "low": 8, "high": 100},
         "decode": {"distribution": "geometric", "mean": 20},
-        "arrivals": {"process": "poisson"},
     },
     "engine": {"num_gpu_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 128},
-    "loads": [0.6],
-    "repeats": 3,
+    "loads": [0.6], "repeats": 3,
     "profiling": {"rounds": 40, "max_steps": 30, "max_prompt_tokens": 128, "max_output_tokens": 60},
-}
-
-
+}  # fmt: skip
 SLOPES = {"decodes": 1e-4, "chunks": 3e-4, "outputs": 1e-4}
 LINES = {
     "rows": ([1, 8, 128], [0.001, 0.004, 0.04]),
@@ -159,12 +152,15 @@ def validate(backend: DriftingBackend, run: RunDirectory) -> dict[str, Any]:
     return EngineValidation(backend, scenario, run.path, None, run, lambda text: None).document()
 
 
+Folder = Callable[[], RunDirectory]
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[[], RunDirectory]:
+def folder(tmp_path: Path) -> Folder:
     return lambda: open_run(tmp_path / "runs", "validate", "drifting", {}, resume=True)
 
 
-def test_the_headline_is_the_forecast_and_goals_judge_it(folder: Callable[[], RunDirectory]) -> None:
+def test_the_headline_is_the_forecast_and_goals_judge_it(folder: Folder) -> None:
     backend = DriftingBackend()
     with folder() as run:
         document = validate(backend, run)
@@ -181,7 +177,7 @@ def test_the_headline_is_the_forecast_and_goals_judge_it(folder: Callable[[], Ru
     assert f"load 0.6: the forecast of e2e.mean is off by {100 * e2e['error']:+.1f} %, goal 3 %" in missed([load], 1.0)
 
 
-def test_kept_profiling_gives_the_same_model_again(folder: Callable[[], RunDirectory]) -> None:
+def test_kept_profiling_gives_the_same_model_again(folder: Folder) -> None:
     with folder() as run:
         document = validate(DriftingBackend(), run)
         part = read_rounds(run.path / "profiling" / "part-1")
@@ -191,7 +187,7 @@ def test_kept_profiling_gives_the_same_model_again(folder: Callable[[], RunDirec
     assert {name: document["calibration"][name] for name in again} == again
 
 
-def test_a_killed_validation_repeats_nothing(folder: Callable[[], RunDirectory], tmp_path: Path) -> None:
+def test_a_killed_validation_repeats_nothing(folder: Folder, tmp_path: Path) -> None:
     broken, resumed = DriftingBackend(breaks_at=2), DriftingBackend()
     with pytest.raises(KeyboardInterrupt), folder() as run:
         validate(broken, run)
@@ -210,7 +206,7 @@ def test_a_killed_validation_repeats_nothing(folder: Callable[[], RunDirectory],
     assert not idle.order
 
 
-def test_a_damaged_repeat_is_reported_in_one_line(folder: Callable[[], RunDirectory]) -> None:
+def test_a_damaged_repeat_is_reported_in_one_line(folder: Folder) -> None:
     with pytest.raises(KeyboardInterrupt), folder() as run:
         validate(DriftingBackend(breaks_at=1), run)
     damaged = run.path / "live" / "load-0.6-repeat-1" / "steps.parquet"
@@ -227,7 +223,6 @@ def test_stretches_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_stretches_of_another_version_are_refused(tmp_path: Path) -> None:
     write_stretches(tmp_path, [TimedStretch(1, "attention.stage", (8.0, 500.0, 640.0), 1e-3)])
-    with pytest.raises(
-        BadInput, match=r"attention\.stage: got \[8\.0, 500\.0, 640\.0\], expected the features of this"
-    ):
+    message = r"attention\.stage: got \[8\.0, 500\.0, 640\.0\], expected the features of this"
+    with pytest.raises(BadInput, match=message):
         read_stretches(tmp_path)

@@ -1,4 +1,4 @@
-"""Differences between rounds of a profile, and of runs after it."""
+"""Differences between rounds of a profile and of runs after it, contention, verdicts, and intervals of forecasts."""
 
 from __future__ import annotations
 
