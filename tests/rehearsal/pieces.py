@@ -39,7 +39,8 @@ from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.lora import Adapter, AdapterPart
 from live.models.weights import random_weights
-from live.server.launcher import GracefulShutdown, listen, serve
+from live.server import launcher
+from live.server.launcher import GracefulShutdown, listen
 from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions, ServerConfig
 from live.server.service import Service
@@ -51,7 +52,7 @@ from schedulers.model_slots import SlotsConfig
 from schedulers.step_policies import StaticChunks
 from tests.live.server.wire import Client
 from tests.live.test_host_tier import conversations, offloading
-from tests.live.topologies.answers import layout, local_bundle, local_pools, settings
+from tests.live.topologies.answers import check_idle, layout, local_bundle, local_pools, serve, settings
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli import program
 from twin.cli.validate import EXIT_CODES
@@ -60,6 +61,7 @@ Piece = Callable[[PretendedGPU], None]
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 TINY = MODELS / "tiny-llama.json"
+ON_GPU = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
 
 CONFIGS = [
     EngineConfig(num_gpu_blocks=2000, max_num_seqs=16, max_num_batched_tokens=2048),
@@ -120,6 +122,11 @@ def twelve_requests(mixed: bool) -> list[Generation]:
     return requests
 
 
+def alike(i: int, tokens: int, **options: Any) -> Generation:
+    """A greedy request, each of which begins as the one before it."""
+    return make_generation(i, [1] * (20 + i), tokens, sampling_params=GREEDY, **options)
+
+
 def answer(engine: Engine, requests: Sequence[Generation]) -> None:
     """Half of the requests at once, the others while these run."""
     half, steps = len(requests) // 2, 0
@@ -130,8 +137,7 @@ def answer(engine: Engine, requests: Sequence[Generation]) -> None:
         if steps == 3:
             for generation in requests[half:]:
                 engine.submit(generation)
-    engine.core.check_integrity()
-    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
+    check_idle(engine.core)
 
 
 def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piece:
@@ -223,9 +229,8 @@ def server(gpu: PretendedGPU) -> None:
     """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
     listener = listen("127.0.0.1", 0)
     client = Client(listener.getsockname()[1])
-    model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
     options = EngineOptions(max_num_seqs=8, max_num_batched_tokens=512)  # the KV cache takes what is free
-    engine = engine_of_flags(model, options, "model").engine
+    engine = engine_of_flags(ON_GPU, options, "model").engine
     statuses: list[int] = []
 
     def ask_for(i: int) -> None:
@@ -243,16 +248,17 @@ def server(gpu: PretendedGPU) -> None:
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
         Thread(target=clients, args=[stop]).start()
 
-    code = asyncio.run(serve(EngineBackend(engine), ServerConfig("tiny"), listener, ready=ready, signals=False))
+    code = asyncio.run(
+        launcher.serve(EngineBackend(engine), ServerConfig("tiny"), listener, ready=ready, signals=False)
+    )
     assert (code, statuses) == (0, [200] * 24), statuses
 
 
 def speculation(gpu: PretendedGPU) -> None:
     """`twin serve-live --speculative-config`: steps that verify drafts are replayed."""
-    model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
     drafts = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
     options = EngineOptions(max_num_seqs=8, num_gpu_blocks=400, speculative_config=drafts)
-    engine = engine_of_flags(model, options, "model").engine
+    engine = engine_of_flags(ON_GPU, options, "model").engine
     for _ in range(4):
         gpu.forget()
         answer(engine, twelve_requests(mixed=False))
@@ -261,7 +267,7 @@ def speculation(gpu: PretendedGPU) -> None:
 
 def adapters(gpu: PretendedGPU) -> None:
     """Two adapters in turn in one slot, in replayed steps."""
-    model = LoadedModel(ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1))
+    model = LoadedModel(ON_GPU)
     layer = model.decoder.weights.layers[0]
     assert isinstance(layer.o, torch.Tensor)
     outputs, inputs = layer.o.shape
@@ -270,10 +276,8 @@ def adapters(gpu: PretendedGPU) -> None:
     engine = model.lora_engine(config, [Adapter(name, 4, {"0.o": [part]}) for name in ("a", "b")])
     for _ in range(2):
         gpu.forget()
-        prompts = [[1] * (20 + i) for i in range(12)]
-        names = ("a", "base", "b")
-        answer(engine, [make_generation(i, prompt, 9, sampling_params=GREEDY, model=names[i % 3])
-                        for i, prompt in enumerate(prompts)])  # fmt: skip
+        names = ("a", "base", "b") * 4
+        answer(engine, [alike(i, 9, model=name) for i, name in enumerate(names)])
     assert gpu.replayed > 10
     assert engine.core.model_loads > 2
 
@@ -307,9 +311,7 @@ def bundle(gpu: PretendedGPU) -> None:
         for _ in range(2):
             gpu.forget()
             steps.clear()
-            for i in range(24):
-                topology.submit(make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY))
-            topology.run()
+            serve(topology, [alike(i, 12) for i in range(24)])
             assert gpu.captured == 0, "all graphs are made ahead"
         layers = model.config.shape.layers
         assert len(gpu.capture_streams) == 3 * 2 + 2, "one for each microbatch of an attention worker, and each FFN"
@@ -328,10 +330,8 @@ def pools(gpu: PretendedGPU) -> None:
         assert all(executor.steps[shape].captured for shape in ahead), "as those of a single engine"
     gpu.capture_streams.clear()
     for _ in range(3):
-        requests = [make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY) for i in range(24)]
-        for request in requests:
-            topology.submit(request)
-        topology.run()
+        requests = [alike(i, 12) for i in range(24)]
+        serve(topology, requests)
         assert all(len(request.output) == 12 for request in requests)
     assert None not in gpu.capture_streams
 
