@@ -84,7 +84,7 @@ QUESTIONS: list[tuple[str, dict[str, Any] | None]] = [
     ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 4}),
     ("/v1/embeddings", {"input": [1, 2, 3]}),
     ("/v1/nothing", {"a": 1}),
-    ("/v1/completions", {"prompt": [1], "unknown_field": 1, "max_tokens": 2}),
+    ("/v1/completions", {"prompt": [1], "unknown_field": 1, "max_tokens": 2, "seed": 1}),
 ]
 
 
@@ -285,7 +285,7 @@ def stable(text: str, folder: Path) -> str:
     text = text.replace(str(folder), "PLACE").replace(str(ROOT), "ROOT").replace(str(DATA), "DATA")
     text = re.sub(r"runs/[\w.-]+", "runs/RUN", text)
     text = re.sub(r"\b\d{4}-\d\d-\d\d[T \d:.+Z-]*", "DATE", text)
-    lines = [line for line in text.splitlines() if not re.search(r"\[\d+/\d+\]|\(?\d+ of \d+|it/s|\r", line)]
+    lines = [line for line in text.splitlines() if not re.search(r"\[\d+(/\d+)?[],]|\(?\d+ of \d+|it/s|\r", line)]
     return "\n".join(lines)
 
 

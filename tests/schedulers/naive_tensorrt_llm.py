@@ -30,7 +30,7 @@ class TensorRT:
 
 class NaiveTensorRT(NaiveEngine):
     def __init__(self, settings: TensorRT) -> None:
-        super().__init__(NaiveRadix(settings.pages, settings.tokens_per_block, settings.id_pages))
+        super().__init__(NaiveRadix(settings.pages, settings.tokens_per_block, settings.id_pages, merges=False))
         self.settings = settings
         self.waited = 0
         self.in_flight: set[int] = set()  # first ids that steps in flight compute

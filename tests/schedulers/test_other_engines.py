@@ -201,6 +201,9 @@ def tensorrt_limits(draw: st.DrawFn) -> TensorRT:
     [Visit(0, 20, 17, (1, 0, 0)), Visit(0, 10, 1, (0, 0, 0, 0, 1, 0)), Visit(0, 1, 1, (0,))],
     TensorRT(4, 2, 2, 8, 4, chunking="fcfs"),
 )
+@example(  # a prefix whose second chunk is in flight is computed again, and its blocks stay copies
+    [Visit(0, 9, 4, (0,)), Visit(0, 9, 2, (0,))], TensorRT(4, 4, 2, 7, 3, chunking="fcfs")
+)
 def test_tensorrt_llm(depth: int, visits: list[Visit], limits: TensorRT) -> None:
     block = limits.tokens_per_block
     limits = replace(limits, pages=blocks_of_largest(visits, block) + limits.pages)
