@@ -184,20 +184,17 @@ def test_requests_that_the_cache_cannot_hold_wait_for_their_first_token() -> Non
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0, 10, 10), "concurrency: got 0, expected at least 1"),
-        ((4, 0, 10), "isl: got 0, expected at least 1"),
-        ((4, 10, 1), "osl: got 1, expected at least 2"),
-        ((4, 10, float("nan")), "osl: got nan, expected at least 2"),
+        ((0, 10, 10, 8192), "concurrency: got 0, expected at least 1"),
+        ((4, 0, 10, 8192), "isl: got 0, expected at least 1"),
+        ((4, 10, 1, 8192), "osl: got 1, expected at least 2"),
+        ((4, 10, float("nan"), 8192), "osl: got nan, expected at least 2"),
+        ((16, 100, 100, 16), "max_batched_tokens: got 16, expected more than the 16 tokens of the decodes"),
     ],
 )
-def test_what_is_no_loop_is_refused(sizes: tuple[float, float, float], message: str) -> None:
+def test_what_is_no_loop_is_refused(sizes: tuple[float, float, float, int], message: str) -> None:
+    *lengths, room = sizes
     with pytest.raises(BadInput, match=message):
-        closed_loop(STEP, *sizes)
-
-
-def test_a_step_without_room_for_a_prompt_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"max_batched_tokens: got 16, expected more than the 16 tokens of the decodes"):
-        closed_loop(STEP, 16, 100, 100, max_batched_tokens=16)
+        closed_loop(STEP, *lengths, max_batched_tokens=room)
 
 
 def state(concurrency: float, residents: float | None = None) -> ClosedLoop:

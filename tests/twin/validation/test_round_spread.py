@@ -110,8 +110,7 @@ def at_speed(profiled: list[list[Step]], factor: float) -> ProfiledRounds:
 
 
 def test_the_speed_of_each_repeat_is_found() -> None:
-    rng = np.random.default_rng(3)
-    factors = [0.85, 1.0, 1.0, 1.15]
+    rng, factors = np.random.default_rng(3), [0.85, 1.0, 1.0, 1.15]
     parts = {str(i): at_speed(rounds(rng, 0.02, 8), factor) for i, factor in enumerate(factors)}
     assert list(machine_speeds(parts, 16).values()) == pytest.approx(factors, abs=0.03)
 
