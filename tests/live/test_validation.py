@@ -51,6 +51,11 @@ def scenario(tmp_path: Path) -> Path:
     return write_validation(tmp_path, SCENARIO)
 
 
+def command(scenario: Path, *options: str) -> list[str]:
+    """Validate into `runs` beside the scenario, where every forecast meets its goals."""
+    return ["validate", str(scenario), "--runs", str(scenario.parent / "runs"), "--tolerance", "1000", *options]
+
+
 def no_device(*_: object, **__: object) -> None:
     raise BadInput("expected a CUDA device, found none", field="device", value="cuda")
 
@@ -59,14 +64,14 @@ def test_a_whole_validation(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recording of another machine is predicted without its device: nothing is run again."""
-    command = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
-    assert run([*command, "--measure-only"]) == 0
+    words = ["validate", str(scenario), "--json", "--runs", str(tmp_path / "runs")]
+    assert run([*words, "--measure-only"]) == 0
     capsys.readouterr()
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("live.validation.backend.LiveBackend.__init__", no_device)
-        code = run(command)
+        code = run(words)
         document = json.loads(capsys.readouterr().out)
-        assert "expected a CUDA device, found none" in refusal(*command, "--fresh")
+        assert "expected a CUDA device, found none" in refusal(*words, "--fresh")
     assert document["backend"]["dtype"] == "float32"
     assert code == {"met": 0, "missed": 4, "undecided": 5}[document["verdict"]]
     folder = Path(document["run"]["directory"])
@@ -108,9 +113,9 @@ def test_chunks_follow_a_goal_by_the_engines_own_step_times(scenario: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_validation_of_two_ranks(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_validation_of_two_ranks(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--clock", "direct", "--set", "profiling.in_turns=true", "--set", "engine.tensor_parallel_size=2"]
-    assert run(["validate", str(scenario), "--json", "--runs", str(tmp_path), "--tolerance", "1000", *options]) == 0
+    assert run(command(scenario, "--json", *options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["profiled"] == "in turns"
     assert document["backend"]["tensor_parallel_size"] == 2
@@ -138,10 +143,10 @@ def test_a_validation_of_two_ranks(scenario: Path, tmp_path: Path, capsys: pytes
     ],
 )
 def test_a_bad_scenario_is_one_line(
-    old: str, new: str, expected: str, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: str, new: str, expected: str, scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario.write_text(SCENARIO.replace(old, new))
-    assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
+    assert run(command(scenario)) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
     assert len([line for line in lines if not line.startswith("twin: profiling the engine")]) == 1
@@ -151,17 +156,16 @@ UNREAD = SCENARIO.replace("clock: wall\n", "")
 
 
 def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal
+    scenario: Path, capsys: pytest.CaptureFixture[str], refusal
 ) -> None:
     """It waits for no arrival: requests a day apart are served at once, and tables and figures name the clock."""
     scenario.write_text(UNREAD)
     begin = time.perf_counter()
-    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
-    again += ["--set", "loads=[0.0001]", "--set", "workload.requests=40000"]
+    again = command(scenario, "--set", "loads=[0.0001]", "--set", "workload.requests=40000")
     assert run(again) == 0
     assert time.perf_counter() - begin < 60
     assert "clock: direct" in capsys.readouterr().out
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (scenario.parent / "runs").iterdir()
     document = json.loads((folder / "summary.json").read_text())
     (load,) = document["loads"]
     assert document["clock"] == document["scenario"]["clock"] == document["calibration"]["clock"] == "direct"
@@ -207,15 +211,12 @@ SPECULATING = (
 
 
 @pytest.mark.slow
-def test_a_validation_of_an_engine_that_speculates(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_validation_of_an_engine_that_speculates(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Drafts are measured in other answers; a step's drafts are features of it; acceptance is compared."""
     config = scenario.parent / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 12}))
     scenario.write_text(SPECULATING)
-    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
-    assert run([*again, "--json"]) == 0
+    assert run(command(scenario, "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     folder = Path(document["run"]["directory"])
     outcomes = json.loads((folder / "draft-outcomes.json").read_text())
@@ -232,7 +233,7 @@ def test_a_validation_of_an_engine_that_speculates(
             emitted = [side["speculation"]["num_emitted_tokens"] for side in (live, twin)]
             assert emitted == [39 * load["requests"]] * 2
     # The same command has nothing left to run; the fitted steps serve again, with drafts measured anew.
-    assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]"]) == 0
+    assert run(command(scenario, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]")) == 0
     output = capsys.readouterr()
     assert "measuring drafts in 8 answers" in output.err
     assert "Drafts that were accepted, by position" in output.out
@@ -246,11 +247,10 @@ HELD = UNREAD.replace(
 
 
 @pytest.mark.slow
-def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_validation_of_sessions(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four sessions of three turns at a load of 1: pauses pass at once, and the later turns find the earlier cached."""
     scenario.write_text(HELD.replace("rounds: 10", "resent: 0.5, rounds: 10"))
-    command = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
-    assert run([*command, "--json"]) == 0
+    assert run(command(scenario, "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["arriving"] == "sessions"
     for load in document["loads"]:
@@ -262,7 +262,7 @@ def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest
         assert metrics["sessions.time.mean"]["measured"] > 15 > metrics["sessions.waited.mean"]["measured"]
         assert metrics["sessions.resent_cached"]["error"] == pytest.approx(0.0)
         assert metrics["sessions.resent_cached"]["measured"] > 0.8
-    assert run([*command, "--set", "loads=[0.5]", "--fresh"]) == 0
+    assert run(command(scenario, "--set", "loads=[0.5]", "--fresh")) == 0
     output = capsys.readouterr().out
     assert "sessions/s" in output
     assert "time to a session's last answer, s" in output
@@ -286,24 +286,19 @@ def test_sessions_that_live_engines_do_not_hold_are_refused(
 
 
 @pytest.mark.slow
-def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
-    scenario: Path, tmp_path: Path, refusal
-) -> None:
+def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(scenario: Path, refusal) -> None:
     scenario.write_text(UNREAD)
-    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
+    again = command(scenario, "--set", "loads=[0.5]")
     assert run(again) == 0
-    file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
+    (file,) = (scenario.parent / "runs").glob("*/engine-steps.yaml")
     scenario.write_text(SPECULATING)
-    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in refusal(
-        *again, "--calibration", str(file)
-    )
+    line = refusal(*again, "--calibration", file)
+    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in line
 
 
-def test_a_workload_beyond_the_models_context_is_one_line(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_beyond_the_models_context_is_one_line(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario.write_text(SCENARIO.replace("mean: 12", "mean: 300"))
-    assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
+    assert run(command(scenario)) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
 
