@@ -43,9 +43,9 @@ RULES = [f"tests/schedulers/test_{name}.py" for name in ("scheduler_rules", "oth
 NEAREST = {
     "schedulers/bundle_slots.py": ["tests/schedulers/test_bundle_slots.py", *BUNDLE],
     "schedulers/step_policies.py": ["tests/schedulers/test_chunking.py"],
-    "schedulers/routing.py": ["tests/schedulers/test_routing.py"],
+    "schedulers/routing.py": ["tests/schedulers/test_routing.py", "tests/extending/test_plugins.py"],
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES, *RULES],
-    "twin/serving/results/report.py": ["tests/theory/test_overload.py"],
+    "twin/serving/results": ["tests/theory/test_overload.py", "tests/twin/serving", "tests/reports/serving"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
     "twin/afd/role": ["tests/live/topologies/test_bundle.py", "tests/twin/test_role_times.py"],
     "twin/afd": [*BUNDLE, "tests/parity/test_fast_forward.py", *THEORY, "tests/twin/test_cli_sweep.py"],

@@ -114,7 +114,13 @@ def test_chunks_follow_a_goal_by_the_engines_own_step_times(scenario: Path, tmp_
 
 @pytest.mark.slow
 def test_a_validation_of_two_ranks(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--clock", "direct", "--set", "profiling.in_turns=true", "--set", "engine.tensor_parallel_size=2"]
+    settings = (
+        "profiling.in_turns=true",
+        "engine.tensor_parallel_size=2",
+        "workload.requests=30",
+        "profiling.max_steps=10",
+    )
+    options = ["--clock", "direct", *(word for setting in settings for word in ("--set", setting))]
     assert run(command(scenario, "--json", *options)) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["profiled"] == "in turns"

@@ -28,6 +28,7 @@ from schedulers.routing import (
     draws,
     own_method,
     reads_caches,
+    routing_key,
 )
 from workloads.request import Request
 
@@ -314,6 +315,12 @@ def test_speeds_are_weighed(states: list[tuple[int, float]], tokens: int, turns:
             equals = [i for i, delay in enumerate(delays) if delay == min(delays)]
             first = turn % len(engines)
             assert choice.index == min(equals, key=lambda i: (i - first) % len(engines))
+
+
+def test_what_belongs_together_has_one_key() -> None:
+    """The session, else the first block of the prompt, else the request itself."""
+    turn, first = (Request(5, 0.0, 64, 2, prefix_blocks=(7, 8), session=session) for session in (3, -1))
+    assert [routing_key(request) for request in (turn, first, REQUEST)] == [3, 7, REQUEST.id]
 
 
 def test_an_idle_slow_engine_gets_nothing_that_a_busy_fast_one_finishes_sooner() -> None:

@@ -217,6 +217,8 @@ def test_what_does_not_go_together_is_refused() -> None:
         EngineSpec(num_gpu_blocks=100, batch_wait_timeout_iters=9, data_parallel_size=2)
     with pytest.raises(ValueError, match="batch_wait_timeout_iters: expected 0 with enable_mixed_chunk false"):
         core_of(batch_wait_timeout_iters=9, enable_mixed_chunk=False)
+    with pytest.raises(ValueError, match="prefill_schedule_interval: expected 1 with enable_mixed_chunk false"):
+        core_of(prefill_schedule_interval=2, enable_mixed_chunk=False)
     with pytest.raises(ValueError, match="chunk_unit_size: expected at most"):
         core_of(chunk_unit_size=16)
     core = core_of(enable_chunked_prefill=False)

@@ -105,6 +105,16 @@ def test_regimes_meet_at_the_critical_ratio(model: PaperModel) -> None:
     assert model.regime_at(model.r_critical * 0.999) != "ffn-bottleneck"
 
 
+@pytest.mark.parametrize(("balance", "regime"), [(4, "ffn-bottleneck"), (6, "attention-bottleneck")])
+def test_attention_or_the_ffns_own_peak_binds(balance: int, regime: str) -> None:
+    """At the mean load attention takes as long as the FFN at r = `balance`; the FFN's own peak is at 5."""
+    load = PaperModel(PassLatency((0.0, 1.0), (0.25, 100.0), (0.0, 1.0)), 16, 100, 500).mean_load
+    attention = (0.25 * 16 * balance + 100) / load
+    model = PaperModel(PassLatency((attention, 0.0), (0.25, 100.0), (0.0, 1.0)), 16, 100, 500)
+    assert model.regime == regime
+    assert model.r_star == pytest.approx(max(balance, 5))
+
+
 def test_communication_can_bind() -> None:
     slow_link = PassLatency((0.00165, 50), (0.083, 100), (2.0, 20))
     model = PaperModel(slow_link, 256, 100, 500, 10_000)

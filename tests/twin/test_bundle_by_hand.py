@@ -35,7 +35,7 @@ def test_one_slot_one_microbatch(fast_forward: bool) -> None:
 
 
 def test_two_microbatches_share_the_servers() -> None:
-    config = BundleConfig(1, 1, 1, PassLatency((0.0, 4.0), (0.0, 2.0), (0.0, 1.0)))
+    config = BundleConfig(1, 1, 1, PassLatency((0.0, 4.0), (0.0, 2.0), (0.0, 1.0)), microbatches=2)
     records = Bundle(config, Supply.of([0, 0], [3, 3])).run()
     # Attention is the bottleneck: 0-4 4-8 8-12 12-16 16-20 20-24, and each step ends 3 after its attention.
     assert [(row[0], row[2]) for row in records.steps] == [(0, 7), (1, 11), (0, 15), (1, 19), (0, 23), (1, 27)]
@@ -72,7 +72,7 @@ def test_least_loaded_refill_evens_out_the_loads() -> None:
     prefill, decode = (rng.lognormal(5, 1.2, 4000)).astype(int).tolist(), rng.geometric(0.05, 4000).tolist()
 
     def imbalance(**changes: object) -> float:
-        config = BundleConfig(8, 1, 8, EXACT, **changes)  # type: ignore[arg-type]
+        config = BundleConfig(8, 1, 8, EXACT, microbatches=2, **changes)  # type: ignore[arg-type]
         steps = np.array(Bundle(config, Supply.of(prefill, decode, completions=3500)).run().steps)
         return float((steps[:, 5] / (steps[:, 6] / 8)).mean())
 

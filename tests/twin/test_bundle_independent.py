@@ -20,8 +20,8 @@ from twin.theory.cycle import CycleModel, LoadLaw
 TOKENS = PassLatency(attention=(1.0, 0.0), ffn=(0.0, 1.0), communication=(0.0, 2.0))
 
 
-def independent(x: int, batch: int, latency: PassLatency, **changes: object) -> BundleConfig:
-    return BundleConfig(x, 1, batch, latency, advance="independent", **changes)  # type: ignore[arg-type]
+def independent(x: int, batch: int, latency: PassLatency, microbatches: int = 2, **changes: object) -> BundleConfig:
+    return BundleConfig(x, 1, batch, latency, microbatches, advance="independent", **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])

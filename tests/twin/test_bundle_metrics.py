@@ -67,13 +67,13 @@ def test_every_metric() -> None:
 
 def test_waiting_for_the_ffn_is_a_state() -> None:
     """Attention 0 - 1 and 1 - 2; the FFN takes 4: 1.5 - 5.5 and 5.5 - 9.5. A second FFN instance halves α alone."""
-    config = BundleConfig(1, 1, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0)))
+    config = BundleConfig(1, 1, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0)), microbatches=2)
     supply = Supply.of([0, 0], [1, 1])
     result = measured(config, supply)
     shares = {"attention": 2 / 16, "a_to_f": 1 / 16, "wait_for_ffn": 3 / 16, "ffn": 8 / 16, "f_to_a": 1 / 16}
     assert result.state_shares == pytest.approx({**shares, "wait_for_attention": 1 / 16})
     assert (result.total_time, result.idle_ffn) == (10.0, pytest.approx(1 - 8 / 10))
-    two = measured(BundleConfig(1, 2, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0))), supply)
+    two = measured(BundleConfig(1, 2, 1, PassLatency((0.0, 1.0), (1.0, 3.0), (0.0, 1.0)), microbatches=2), supply)
     assert (two.total_time, two.idle_ffn) == (9.0, pytest.approx(1 - 7 / 9))
     assert two.throughput == pytest.approx(2 / 9 / 3)
 

@@ -207,7 +207,7 @@ class BundleConfig:
     ffn_instances: int
     batch_size: int
     latency: PassLatency
-    microbatches: int = 2
+    microbatches: int
     layers: int = 1
     refill: Refill = refill_fcfs
     advance: Advance = "lockstep"

@@ -83,7 +83,7 @@ def test_the_wait_for_the_fullest_instance_is_that_of_the_simulated_bundle(x: in
     (seconds,) = result.decode_seconds(decodes, round(decodes * mean), 1, 1)
 
     rng = np.random.default_rng(5)
-    config = BundleConfig(x, 1, batch, LINES)
+    config = BundleConfig(x, 1, batch, LINES, microbatches=2)
     supply = Supply(*pairs.sample(rng, decodes * 30), None, decodes * 28)
     records = Bundle(config, supply).run()
     state = steady_state(config, supply, records, step_table(records), slot_load=mean, warm_up=1600)
