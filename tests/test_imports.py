@@ -44,7 +44,8 @@ def test_a_simulation_without_detail_is_light(tmp_path: Path) -> None:
     modules = loaded(f"from twin.cli import run; assert run({line!r}) == 0")
     assert "numpy" in modules
     assert modules.isdisjoint((*HEAVY, "rich", "numpy.ma", "difflib", "html", "multiprocessing", "asyncio"))
-    assert modules.isdisjoint(("scenarios.requests", "scenarios.planning", "twin.serving.engine.draft_outcomes"))
+    assert modules.isdisjoint(f"scenarios.{name}" for name in ("requests", "planning", "memory"))
+    assert modules.isdisjoint(("latency_models.deployment", "twin.serving.engine.draft_outcomes"))
 
 
 def test_the_python_surface_is_imported_when_it_is_used() -> None:

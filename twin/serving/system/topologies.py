@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latency_models.step_time import ANY_SEQUENCE, StepTime
 from scenarios.engine import make_router
-from scenarios.memory import KVOffloadingSpec
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.router_views import CacheView
 from twin.environment import Environment
@@ -26,6 +26,9 @@ from twin.serving.plan.plan import Draw, ServingPlan, scores_of
 from twin.serving.plan.pools import EnginesByModel, PlannedPool
 from twin.serving.system.system import Pool, System
 from workloads.registry import Registry
+
+if TYPE_CHECKING:
+    from scenarios.memory import KVOffloadingSpec
 
 
 @dataclass(frozen=True)
