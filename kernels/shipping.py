@@ -1,4 +1,4 @@
-"""What kernels share: how they ship, the SHIPPED list of each operation's `triton.py`, and the type of their products.
+"""Shared parts of kernels: their shipping, the SHIPPED list of each operation's `triton.py`, and their products' type.
 
 Triton compiles a kernel again for integer arguments that are 1 (as constants) and for multiples of 16. Numbers that
 change from step to step are therefore declared `do_not_specialize`: otherwise a server would stop for seconds.

@@ -1,4 +1,4 @@
-"""What a live backend has measured: profiled steps, and replayed workloads. Times are seconds since the start."""
+"""Measurements of a live backend: profiled steps, and replayed workloads. Times are seconds since the start."""
 
 from __future__ import annotations
 

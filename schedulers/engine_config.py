@@ -270,7 +270,7 @@ class EngineConfig:
         self._check_sections()
 
     def _limits(self) -> tuple[tuple[bool, str, str], ...]:
-        """Whether a setting is out of range, its name, and what is expected."""
+        """Checks of ranges: whether a setting is outside, its name, and the expected values."""
         return (
             (self.max_table_blocks < 0, "max_table_blocks", "0 (no limit) or more"),
             (self.scheduler_recv_interval > MOST_UNSEEN_STEPS, "scheduler_recv_interval",
@@ -282,7 +282,7 @@ class EngineConfig:
         )  # fmt: skip
 
     def _contradictions(self) -> tuple[tuple[bool, str, str], ...]:
-        """Whether a setting contradicts another one, its name, and what is expected."""
+        """Checks of pairs: whether a setting contradicts another one, its name, and the expected values."""
         ordered = self.enable_mixed_chunk and not self.shares_tokens
         return (
             (self.prefill_schedule_interval > 1 and not ordered, "prefill_schedule_interval",

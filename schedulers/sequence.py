@@ -24,7 +24,7 @@ FINISHED: Final = 4
 
 
 class SubmitOptions(NamedTuple):
-    """How a request is submitted to an engine.
+    """Options with which a request is submitted to an engine.
 
     Attributes:
         max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).

@@ -77,7 +77,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def own_registries() -> Generator[None, None, None]:
-    """What a test's plug-ins register is gone in the next. Built-in sources come before: they register only then."""
+    """Remove a test's plug-ins before the next. Built-in sources come before: they register only then."""
     from latency_models.sources.registry import SOURCES, built_in_sources
     from schedulers.bundle_slots import REFILL_POLICIES
     from schedulers.routing import ROUTERS

@@ -115,7 +115,7 @@ class ExpertFFN(Strict):
         return self.matrices * self.expert_width(hidden) * self.intermediate_size
 
     def projections(self, hidden: int, width: int = 1) -> list[Linear]:
-        """What every token goes through in one layer, on one of `width` devices, but for the router."""
+        """The linear layers of one layer for every token, on one of `width` devices, without the router."""
         latent, layers = self.latent_size / width, []
         if self.shared_experts:
             layers += _ffn(hidden, self.shared_experts * self.intermediate_size / width, self.matrices, "shared ")

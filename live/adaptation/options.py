@@ -11,7 +11,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Subject:
-    """What a module learns or is measured on: a sequence operation, or prompts and answers of one's own."""
+    """The task of a module: a sequence operation, or prompts and answers of one's own."""
 
     task: str | None = None
     """The operation to learn: reverse_add_one, sort_add_three, running_sum, negate_rotate, or one of the base's own."""

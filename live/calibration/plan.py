@@ -1,4 +1,4 @@
-"""What a calibration measures, on what, and the measurements so far, on disk."""
+"""The plan of a calibration, its device, and the measurements so far, on disk."""
 
 from __future__ import annotations
 

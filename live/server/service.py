@@ -101,7 +101,7 @@ class Service:
             raise busy(503, f"the queue is full: {present} generations run or wait, at most {capacity}")
 
     def prompts(self, value: Prompts, field: str, special: bool = True, n: int = 1) -> list[list[int]]:
-        """As `InputProcessor.prompts`, if the queue has room for `n` outputs of each prompt."""
+        """Prompts as from `InputProcessor.prompts`, if the queue has room for `n` outputs of each."""
         self.check_capacity(len(as_batch(value)) * n)
         return self.inputs.prompts(value, field, special)
 

@@ -115,7 +115,7 @@ class FrontRole(ABC):
 
 @dataclass(frozen=True)
 class Ranks(ABC):
-    """What all processes of a topology agree on. `model`: the only one, or the decoder that all share.
+    """Settings that all processes of a topology share. `model`: the only one, or the decoder that all share.
 
     `layout`: names of all ranks, such as "attention 0", and the forms of their messages.
     """

@@ -206,7 +206,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class RanksLayout:
-    """So many ranks of one model."""
+    """Ranks of one model, `size` of them."""
 
     size: int
 
@@ -248,7 +248,7 @@ class RankedModel(Ranks):
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What a rank's process is started with."""
+    """Arguments of a rank's process."""
 
     model: ModelSource
     size: int

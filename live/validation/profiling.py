@@ -172,7 +172,7 @@ class Profile(ABC):
                 yield
 
     def _sizes(self) -> list[Round]:
-        """As many rounds as the limits say."""
+        """Sizes of the rounds, as many as the limits say."""
         limits = self._limits
         largest = limits.max_num_seqs, limits.max_prompt_tokens, limits.max_output_tokens
         return list(map(Round, *(stratified_sizes(self._rng, limits.rounds, size, power=2) for size in largest)))

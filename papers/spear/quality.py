@@ -130,7 +130,7 @@ MEASURES: dict[str, Callable[[Document], float]] = {
     "hardest": _hardest,
     "memory": lambda row: float(row["share_llama_2_7b"]),
 }
-"""What a claim may be about, besides a difference of variants."""
+"""Subjects of claims, besides a difference of variants."""
 
 
 def _printed_values(published: Sequence[QualityRow], bits: int, name: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the papers share: published tables beside their programs, and the order in which small models are trained."""
+"""Shared parts of papers: published tables beside their programs, and the order in which small models are trained."""
 
 from __future__ import annotations
 

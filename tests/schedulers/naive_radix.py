@@ -167,7 +167,7 @@ class NaiveRadix:
 
 
 class NaiveEngine:
-    """What the oracles have in common: a cache, requests by id, and counters."""
+    """The common part of oracles: a cache, requests by id, and counters."""
 
     def __init__(self, cache: NaiveRadix) -> None:
         self.cache = cache

@@ -112,7 +112,7 @@ class DayQuestion:
 
     @property
     def stated(self) -> Document:
-        """What the result depends on beside the scenario."""
+        """Inputs of the result besides the scenario."""
         fields = {"minutes": self.minutes, "energy_price": self.energy_price, "scaling": self.scaling}
         return fields | {"tenures": [asdict(tenure) for tenure in self.tenures]}
 

@@ -120,7 +120,7 @@ def rate_of(plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an inventory serves. `have`: GPUs by kind. `options`: all that were compared. `split`: of the GPUs."""
+    """The answer for an inventory. `have`: GPUs by kind. `options`: all that were compared. `split`: of the GPUs."""
 
     have: Mapping[str, int]
     demands: Sequence[Demand]

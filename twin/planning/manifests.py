@@ -88,7 +88,7 @@ def write_deployment(planner: Planner, folder: Path) -> None:
 
 
 def _comments(deployment: Deployment) -> str:
-    """What a manifest says first: what its commands lack, and that bundles have none."""
+    """The first lines of a manifest: settings that its commands lack, and bundles, which have none."""
     commands = deployment.commands.values()
     notes = [f"# Pool {command.pool['name']}: {note}\n" for command in commands for note in command.notes]
     bundles = [pool["name"] for pool in deployment.pools if pool["name"] not in deployment.commands]

@@ -87,7 +87,7 @@ class Upstream:
 
 
 def model_cards(server: Upstream, headers: dict[str, str], flag: str) -> list[dict[str, Any]]:
-    """What `/v1/models` says of each model that a server offers; `id` is its name."""
+    """Entries of `/v1/models`, one for each model that a server offers; `id` is its name."""
     try:
         cards = json.loads(server.get("/v1/models", headers))["data"]
         return [{**card, "id": str(card["id"])} for card in cards]

@@ -227,8 +227,8 @@ PREDICTED, DRIFTED, UNDECIDED = "as predicted", "drifted", "undecided"
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is looked for: seconds that are judged at a time, the relative change of latency to be found, and seconds
-    at the beginning that tell the scenario's own error; 0: it has none.
+    """The search for a drift: seconds judged at a time, the relative change of latency to be found, and seconds at the
+    beginning that tell the scenario's own error; 0: it has none.
     """
 
     window: float = 60.0

@@ -62,7 +62,7 @@ def ec_tables() -> EcTables:
 
 
 def step_regression() -> StepRegression:
-    """Of a log of small batches."""
+    """The source that is fitted to a log of small batches."""
     log = made_up(2000, noise=0.05)
     return StepRegression(late=False).fit(log.where(log.decodes < 30))
 

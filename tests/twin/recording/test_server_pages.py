@@ -1,4 +1,4 @@
-"""What a server says of itself, and what happened between two of its pages of metrics."""
+"""A server's account of itself, and of the time between two of its pages of metrics."""
 
 from __future__ import annotations
 

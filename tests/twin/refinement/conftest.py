@@ -58,7 +58,7 @@ def refined(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]
 
 @pytest.fixture
 def refine_refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What the command says of input that it refuses, of which the last line tells what was expected."""
+    """The message of the command for input that it refuses; its last line says what was expected."""
 
     def call(folder: Path, *words: str, run: str = "run") -> str:
         capsys.readouterr()

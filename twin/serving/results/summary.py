@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineAtEnd:
-    """What a report reads of an engine that another process has simulated; the attributes are those of `Engine`."""
+    """An engine that another process has simulated, as reports read it; the attributes are those of `Engine`."""
 
     name: str
     blocks: int
