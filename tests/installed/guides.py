@@ -126,9 +126,10 @@ def unused() -> list[str]:
     return [words for words in (*PLACEHOLDERS, *REDUCED) if not any(re.search(words, line) for line in everything)]
 
 
-def extra_flags(line: str) -> str:
-    """The flags that make a line shorter; empty for most."""
-    return next((flags for pattern, flags in REDUCED.items() if re.search(pattern, line)), "")
+def shortened(line: str) -> str:
+    """The line with the flags that make it shorter, in place of its own `--every` and `--duration`."""
+    flags = next((flags for pattern, flags in REDUCED.items() if re.search(pattern, line)), "")
+    return (re.sub(r" --(every|duration) \d+", "", line) if "--every" in flags else line) + f" {flags}".rstrip()
 
 
 def follow(page: Path, runs: Commands, place: Path) -> None:
@@ -147,7 +148,7 @@ def follow(page: Path, runs: Commands, place: Path) -> None:
 
 def run(line: Line, runs: Commands, servers: ExitStack) -> None:
     """Run one line, or start the server that it starts, and send requests through a recording one."""
-    text = f"{line.text} {extra_flags(line.text)}".strip()
+    text = shortened(line.text)
     if SERVER in text:
         server = runs.server("serve-live", "--model", MODEL, "--random-weights", "--port", "0")
         text = text.replace(SERVER, servers.enter_context(server))
