@@ -150,7 +150,8 @@ class BundleSlots:
             free = [microbatch.vacant.count(instance) for instance in range(self.instances)]
             sums = (microbatch.loads, microbatch.active, microbatch.requests)
             expected = (loads, active, sum(active))
-            assert sums == expected, f"microbatch {microbatch.index}: running {sums}, counted {expected}"
+            if sums != expected:
+                raise AssertionError(f"microbatch {microbatch.index}: running {sums}, counted {expected}")
             if any(occupied + empty != self.batch_size for occupied, empty in zip(active, free, strict=True)):
                 raise AssertionError(
                     f"microbatch {microbatch.index}: active {active} and free {free} do not add to {self.batch_size}"

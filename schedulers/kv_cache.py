@@ -238,7 +238,8 @@ class KVCache:
         """Take `count` blocks off the free queue without naming their owner (decodes are assigned theirs later)."""
         if not count:
             return
-        assert count <= self.num_free_blocks, f"{count} blocks wanted, {self.num_free_blocks} are free"
+        if count > self.num_free_blocks:
+            raise AssertionError(f"{count} blocks wanted, {self.num_free_blocks} are free")
         self.num_free_blocks -= count
         queue = self._free_queue
         while count > 0:
@@ -390,7 +391,8 @@ class KVCache:
             for node in blocks.nodes:
                 counts[node] = counts.get(node, 0) + 1
         for node, count in counts.items():
-            assert node.ref_count == count, f"prefix block {node.key}: {node.ref_count} references, {count} holders"
+            if node.ref_count != count:
+                raise AssertionError(f"prefix block {node.key}: {node.ref_count} references, {count} holders")
         private = sum(blocks.num_private for blocks in owners)
         in_use, free = private + len(counts) * self.blocks_per_node + unassigned, self.num_free_blocks
         if in_use + free != self.num_blocks:

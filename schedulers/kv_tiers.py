@@ -228,7 +228,8 @@ class KVTiers(CacheObserver):
             tier.check_integrity()
         pins = sum(block.pins for tier in self.tiers for block in tier.blocks.values())
         sources = sum(len(load.sources) for load in (*self.loads.values(), *self.orphans))
-        assert pins == sources, f"{pins} blocks of tiers are pinned, loads read {sources}"
+        if pins != sources:
+            raise AssertionError(f"{pins} blocks of tiers are pinned, loads read {sources}")
 
     def _tier_of(self, block: int) -> int:
         """The number of the nearest tier that has a block; -1 if none has."""

@@ -163,10 +163,12 @@ class ModelSlots:
             model = sequence.request.model
             if model != self.config.base:
                 counts[model] = counts.get(model, 0) + 1
-        assert counts == self.running, f"sequences of models run: {counts}, counted are {self.running}"
+        if counts != self.running:
+            raise AssertionError(f"sequences of models run: {counts}, counted are {self.running}")
         if missing := [model for model in counts if model not in self.resident]:
             raise AssertionError(f"sequences of {missing} run, resident are {list(self.resident)}")
-        assert len(self.resident) <= self.config.slots, f"{len(self.resident)} models are in {self.config.slots} slots"
+        if len(self.resident) > self.config.slots:
+            raise AssertionError(f"{len(self.resident)} models are in {self.config.slots} slots")
         if self.config.exclusive and len(counts) > 1:
             raise AssertionError(f"sequences of {len(counts)} models run at a time: {counts}")
         if self.loads != self.evictions + len(self.resident):

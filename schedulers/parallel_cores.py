@@ -206,7 +206,8 @@ class LockstepGroup:
         for rank in self.ranks:
             rank.check_integrity()
         step_indices = [rank.step_index for rank in self.ranks]
-        assert len(set(step_indices)) <= 1, f"ranks have begun {step_indices} steps"
+        if len(set(step_indices)) > 1:
+            raise AssertionError(f"ranks have begun {step_indices} steps")
 
 
 Core: TypeAlias = EngineCore | LockstepGroup

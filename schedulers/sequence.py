@@ -244,6 +244,8 @@ class DecodeSet:
             raise AssertionError(
                 f"{self.size} decodes of {self.kv_tokens} tokens, but {len(lengths)} of {sum(lengths)}"
             )
-        assert max(lengths, default=0) == self.longest(), f"longest is {self.longest()}, but {max(lengths, default=0)}"
+        if max(lengths, default=0) != self.longest():
+            raise AssertionError(f"longest is {self.longest()}, but {max(lengths, default=0)}")
         starting = sum(self.needs_block(sequence) for sequence in self.sequences)
-        assert starting == self.num_new_blocks(), f"{self.num_new_blocks()} blocks start, but {starting}"
+        if starting != self.num_new_blocks():
+            raise AssertionError(f"{self.num_new_blocks()} blocks start, but {starting}")

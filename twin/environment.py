@@ -79,7 +79,8 @@ class Environment(simpy.Environment):
 
     def at(self, when: float, priority: int = Priority.NORMAL, event: Event | None = None) -> Event:
         """An event (a new one by default) that happens at exactly `when`, which must not lie in the past."""
-        assert when >= self._now, f"cannot wake at {when}: it is already {self._now}"
+        if when < self._now:
+            raise AssertionError(f"cannot wake at {when}: it is already {self._now}")
         if event is None:
             event = Event(self)
         event._ok = True
@@ -89,7 +90,8 @@ class Environment(simpy.Environment):
 
     def set(self, alarm: Alarm, when: float) -> None:
         """Let an alarm happen at exactly `when`, in place of the time that it was set to before."""
-        assert when >= self._now, f"cannot wake at {when}: it is already {self._now}"
+        if when < self._now:
+            raise AssertionError(f"cannot wake at {when}: it is already {self._now}")
         number = alarm.number = next(self._eid)
         alarm.when = when
         heappush(self._queue, (when, alarm.priority, number, alarm))  # type: ignore[misc]  # SimPy's is of events
