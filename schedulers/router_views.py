@@ -1,4 +1,4 @@
-"""What a router looks at: the loads of engines, and their prefix caches as events have told of them.
+"""Views of a router: the loads of engines, and their prefix caches by the events that it has received.
 
 An engine publishes an event for each block that enters or leaves its prefix cache, as vLLM does (`KVEventsConfig`) and
 NVIDIA Dynamo's and llm-d's routers read. Events take time to come, so a router's view is stale: it may expect a prefix

@@ -219,7 +219,7 @@ class RecordedInputs:
 def inputs_and_states(
     forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
 ) -> tuple[dict[str, RecordedInputs], torch.Tensor]:
-    """What some modules (layers.0.qkv) get of tokens (sequences, n), and the head's states, (sequences, n, hidden)."""
+    """Inputs of modules (layers.0.qkv) for tokens (sequences, n), and the head's states, (sequences, n, hidden)."""
     tensors = to_named(weights)
     recorders = {name: RecordedInputs(tensors[name]) for name in modules}
     states = final_states(forward, replaced(weights, recorders), tokens)

@@ -22,13 +22,13 @@ def random_compensator(outputs: int, inputs: int, rank: int, device: str, genera
 
 
 def gate_error(z: torch.Tensor, compensation: Compensator) -> torch.Tensor:
-    """Of the gate's argument, whose two products see 11 bits."""
+    """The error of the gate's argument, whose two products see 11 bits."""
     inner = z.abs() @ compensation.first.double().abs().T + compensation.first_bias.double().abs()
     return 2**-10 * (2 * inner @ compensation.second.double().abs().T)
 
 
 def latent_error(z: torch.Tensor, compensation: Compensator, rounding: float) -> torch.Tensor:
-    """Of the gated latent, which is stored with this rounding, and of its gate."""
+    """The error of the gated latent, which is stored with this rounding, and of its gate."""
     gated = (reference.gate(z, compensation) * z).abs()
     return gated * (rounding + 2**-22) + z.abs() * gate_error(z, compensation)
 

@@ -207,7 +207,7 @@ def test_mixtures_that_are_not_served_are_refused(
 
 
 def test_the_two_readers_refuse_the_same(document: dict[str, Any], tmp_path: Path) -> None:
-    """Of a model's shapes alone, as `twin calibrate run` reads them, and for serving."""
+    """One reads a model's shapes alone, for `twin calibrate run`, the other a model to be served."""
     file = tmp_path / "config.json"
     for name, value in {"hidden_act": "relu", "sliding_window": 9, "head_dim": -1, "is_causal": False}.items():
         file.write_text(json.dumps(document | {name: value}))

@@ -17,7 +17,7 @@ def test_student_quantile(degrees: int, error: float, confidence: float) -> None
 
 
 def covered(correlation: float, seed: int) -> tuple[bool, bool]:
-    """Whether the controlled and the plain interval hold the true mean 0 of a sequence that leans on its control."""
+    """Tell if the controlled and the plain interval hold the true mean 0 of a sequence that follows its control."""
     rng = np.random.default_rng(seed)
     noise, drive = np.zeros(32), np.zeros(32)
     for step in range(32):

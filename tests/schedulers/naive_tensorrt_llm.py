@@ -147,7 +147,7 @@ class NaiveTensorRT(NaiveEngine):
                 return chunks
 
     def _waits(self, decodes: int, tokens: int) -> bool:
-        """Whether the context requests of a step with generation requests wait for more (`_waiting_requests`)."""
+        """True if context requests of a step with generation requests wait for more (`_waiting_requests`)."""
         settings = self.settings
         if not decodes or not tokens:
             return False

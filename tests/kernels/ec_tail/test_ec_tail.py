@@ -44,7 +44,7 @@ def sample(ranks: int, tokens: int, hidden: int, rank: int, dtype: torch.dtype, 
 
 
 def allowed(case: Sample) -> torch.Tensor:
-    """Of h: its rounding; that of a sum of a few float32 numbers; and the gated latent's, which B multiplies."""
+    """The error of h: its rounding, that of a sum of a few float32 numbers, and the gated latent's, times B."""
     compensation, rounding = case.compensation, ROUNDING[case.residual.dtype]
     latent = latent_error(case.latents.double().sum(0), compensation, rounding)
     size = case.outputs.double().abs().sum(0) + case.residual.double().abs()

@@ -171,7 +171,7 @@ def test_a_deployment_that_model_or_hardware_cannot_have(
 
 
 def test_experts_on_a_card_may_be_told_without_the_cards() -> None:
-    """As in eq. 33, where N_expert/card alone counts."""
+    """Eq. 33 has N_expert/card alone."""
     separate = derive(ROUND, DEEPSEEK, Deployment(experts_per_card=8, precision="int8"))
     assert separate.ffn == derived().ffn
 

@@ -144,7 +144,7 @@ def test_draws_scatter_and_are_repeatable(model: StepTime) -> None:
 def test_successive_decode_steps_are_each_one_to_the_last_bit(
     model: StepTime, lengths: list[int], steps: int, seed: int
 ) -> None:
-    """Of the estimate (seed 0), and of draws."""
+    """Models are the estimate (seed 0) and draws."""
     times = model.draw(np.random.default_rng(seed)) if seed else model
     one_by_one = [times.seconds(batch(lengths=[length + i for length in lengths])) for i in range(steps)]
     assert times.decode_seconds(len(lengths), sum(lengths), max(lengths), steps) == one_by_one

@@ -85,7 +85,7 @@ def test_counters_tell_what_changed() -> None:
 
 
 def test_counters_that_stay_are_not_told_again() -> None:
-    """Of three states the second changes blocks alone, and the third nothing."""
+    """The second of three states changes blocks alone, and the third nothing."""
     log = Log(changes=[0.5, 2.0, 1.0, 90.0, 0.6, 2.0, 1.0, 89.0, 0.7, 2.0, 1.0, 89.0])
     assert [(event["name"], event["ts"]) for event in events("C", [log])] == [
         ("requests", 0.5e6), ("free blocks", 0.5e6), ("free blocks", 0.6e6),
